@@ -21,7 +21,7 @@ from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
 from cupynet.runs.history import present
 from cupynet.runs.layout import CHECKPOINTS, STEP
-from cupynet.training.agreement import agreed
+from cupynet.training.agreement import Refused, agreed
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.clock import Statistics
 from cupynet.training.resize import mean, resized, shares, trained_again
@@ -111,9 +111,8 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
 def resume(trainer: Trainer, path: str | Path) -> None:
     """Restore the checkpoint that rank 0 finds at `path`. Every worker must call this.
 
-    If the number of workers is unchanged, the state is restored exactly; otherwise see resize.py. If the checkpoint is
-    missing or damaged, or from another network or optimizer, the workers do not change and remain usable (see
-    `agreed`).
+    If the number of workers is unchanged, the state is restored exactly; otherwise see resize.py. If an error is
+    raised, the workers do not change and remain usable (see `agreed`).
 
     Raises:
         ConfigError: there is no checkpoint, or its state does not fit this network, optimizer, schedule, synchronizer
@@ -133,18 +132,23 @@ def resume(trainer: Trainer, path: str | Path) -> None:
         send(world, other, rank)
     state = states[0] if states else together(*received(world, 0))
     samples, labels = world.gather_numbers(samples, labels)[0].astype(np.int64).tolist()
-    place = f"{path}, workers[{world.rank}]"
-    with agreed(world), _malformed(place):
-        if state.pop("resized", 0):  # a single worker saves fewer entries
-            state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
-        check_position(state["trainer"])
-        check_numbers({name: own for name, own in trainer.state().items() if name != "callbacks"}, state)
-        trainer.replica.check_state(state["replica"])
-    with _malformed(place):
-        trainer.restore(state)
-        trainer.replica.assemble()
-        trainer.data = (samples, labels) if samples else None
-        _restore_metadata(trainer.replica.whole, state["model"])
+    own, place = trainer.state(), f"{path}, workers[{world.rank}]"
+    try:
+        with agreed(world), _malformed(place):
+            if state.pop("resized", 0):  # a single worker saves fewer entries
+                state["synchronizer"] = filled(state["synchronizer"], own["synchronizer"])
+            check_position(state["trainer"])
+            check_numbers({name: each for name, each in own.items() if name != "callbacks"}, state)
+            trainer.replica.check_state(state["replica"])
+            trainer.restore(state)
+            _restore_metadata(trainer.replica.whole, state["model"])
+    except Refused:
+        trainer.restore(own)
+        raise
+    if trainer.replica.scaler is not None:
+        trainer.replica.scaler.restored()
+    trainer.replica.assemble()
+    trainer.data = (samples, labels) if samples else None
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:

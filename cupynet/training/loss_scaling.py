@@ -82,9 +82,12 @@ class LossScaler:
         if state:
             self._set(float(state["scale"]))
             self.steady, self.skipped = int(state["rounds"]), int(state["skipped"])
-            if self._together.size > 1:  # these workers may have adapted their scales separately
-                table = self._together.gather_numbers(self._backend.loss_scale, self.steady)  # (W, 2)
-                self._backend.loss_scale, self.steady = float(table[:, 0].min()), int(table[:, 1].min())
+
+    def restored(self) -> None:
+        """Agree on a scale after `restore`, because these workers may have adapted their scales separately."""
+        if self._together.size > 1:
+            table = self._together.gather_numbers(self._backend.loss_scale, self.steady)  # (W, 2)
+            self._backend.loss_scale, self.steady = float(table[:, 0].min()), int(table[:, 1].min())
 
     def _set(self, scale: float) -> None:
         self._backend.loss_scale, self.steady = scale, 0

@@ -372,8 +372,8 @@ class ParallelWrapper:
 
         Raises:
             ConfigError: there is no checkpoint, or its state does not fit this network, optimizer, schedule,
-                synchronizer or number of stages.
-            DataError: the checkpoint is damaged.
+                synchronizer or number of stages. Nothing has changed.
+            DataError: the checkpoint is damaged. Nothing has changed.
         """
         run_or_refuse(self.on_workers, lambda trainer: resume(trainer, path))
         self._restored = True

@@ -241,13 +241,18 @@ def test_a_run_folder_is_refused_by_restore_which_names_its_folder_of_checkpoint
     ],
     ids=["elastic", "elastic with more workers", "elastic before", "outer optimizer", "encoding", "stages"],
 )
-def test_a_checkpoint_of_another_synchronizer_or_pipeline_is_refused(
+def test_a_checkpoint_of_another_synchronizer_or_pipeline_is_refused_and_changes_nothing(
     checkpoint: Saved, way: Synchronizer, taken: Synchronizer, workers: int, pipeline: Pipeline | None
 ) -> None:
     """Two whole replicas could be mistaken for one replica of two stages."""
     path = checkpoint(2, 7, way)
-    with wrapper_of(workers, taken, pipeline=pipeline) as wrapper, pytest.raises(ConfigError):
-        wrapper.restore(path)
+    with wrapper_of(workers, taken, pipeline=pipeline) as untouched:
+        untouched.fit(LOADER, epochs=2)
+    with wrapper_of(workers, taken, pipeline=pipeline) as wrapper:
+        with pytest.raises(ConfigError):
+            wrapper.restore(path)
+        wrapper.fit(LOADER, epochs=2)
+    assert fingerprint(wrapper.model) == fingerprint(untouched.model)
 
 
 @pytest.mark.parametrize(("workers", "pipeline", "expected"), [(2, None, 1), (1, STAGES, 2), (2, STAGES, 2)])
