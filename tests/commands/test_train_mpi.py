@@ -49,7 +49,8 @@ def test_ranks_on_stand_in_devices_learn_what_ranks_on_the_cpu_learn(tmp_path: P
 @pytest.mark.parametrize("parallel", [p.stem for p in sorted((ROOT / "conf/parallel").glob("*.yaml"))])
 def test_every_parallel_method_gives_ranks_the_weights_and_traffic_of_threads(tmp_path: Path, parallel: str) -> None:
     settings, ranks, threads = (f"parallel={parallel}", "batch_size=16"), tmp_path / "ranks", tmp_path / "threads"
-    train(tmp_path, 2, *MPI, *settings, "hydra.run.dir=ranks")
+    size = 4 if parallel == "hybrid" else 2  # two replicas of two stages
+    train(tmp_path, size, *MPI, *settings, "hydra.run.dir=ranks")
     trained(threads, *QUICK, *settings, f"workers={summary_of(ranks)['workers']}")
     assert (ranks / "weights.safetensors").read_bytes() == (threads / "weights.safetensors").read_bytes()
     assert summary_of(ranks)["bytes_sent"] == summary_of(threads)["bytes_sent"] > 0
