@@ -17,7 +17,7 @@ from cupynet.core.terminal import UNWRITABLE
 from cupynet.core.version import __version__
 from cupynet.core.wording import nearest
 
-SWEEP = {"-m", "--multirun"}
+MULTIRUN = {"-m", "--multirun"}
 # Hydra's options; long options may be abbreviated, and short options may be joined with their values
 LONG = [
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
@@ -36,7 +36,7 @@ class Request:
 
     @property
     def is_sweep(self) -> bool:
-        return not SWEEP.isdisjoint(self.arguments)
+        return not MULTIRUN.isdisjoint(self.arguments)
 
 
 def checked(arguments: Sequence[str]) -> list[str]:
@@ -53,7 +53,7 @@ def checked(arguments: Sequence[str]) -> list[str]:
         if not longer and option not in SHORT and option[:2] not in VALUED:
             reason = f"unknown option{nearest(option, LONG)} (see --help). Settings have no dashes: epochs=3"
             raise ConfigError(reason, option)
-    if started() is not None and SWEEP & set(given):
+    if started() is not None and MULTIRUN & set(given):
         raise ConfigError("sweeps do not support mpiexec. Start each job with its own mpiexec", "-m")
     return given
 
@@ -65,7 +65,7 @@ def read(given: Sequence[str], schema: type[Settings], rank: int) -> Request:
     """
     arguments, changes, resumed = opened(given), [], None
     value = resume.asked(arguments)
-    if SWEEP & set(arguments):
+    if MULTIRUN & set(arguments):
         arguments = resume.without_latest(arguments)
     if value is not None:
         resumed = _find(value, arguments, schema, rank)
@@ -85,7 +85,7 @@ def _find(value: str, given: Sequence[str], schema: type[Settings], rank: int) -
     """Return the run or checkpoint to resume, or None to start a new run."""
     if schema is not Settings:
         raise ConfigError("only cupynet train can resume runs. Remove this setting", "resume", value)
-    if SWEEP & set(given):
+    if MULTIRUN & set(given):
         raise ConfigError("resumes a single run. Remove -m", "resume", value)
     resumed, own = resume.find(value, given), last_value(given, "hydra.run.dir")
     if resumed is not None:

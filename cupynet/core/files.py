@@ -16,7 +16,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TextIO, TypeAlias
@@ -45,15 +45,14 @@ FOREIGN = {  # suffix -> kind of file, and how to load its weights
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
-def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
-    """Write bytes, or an iterable of bytes, to a file atomically. Raise OutputError on failure."""
+def write_whole(path: PathLike, content: bytes) -> None:
+    """Write bytes to a file atomically. Raise OutputError on failure."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         temporary.unlink(missing_ok=True)  # a leftover of a killed process with the same PID, or a link
         with temporary.open("xb") as file:
-            for piece in [content] if isinstance(content, bytes) else content:
-                file.write(piece)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

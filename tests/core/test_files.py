@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,17 +128,6 @@ def test_a_file_appears_whole_or_not_at_all(
     with pytest.raises((OutputError, KeyboardInterrupt)):
         write_whole(tmp_path / "x", b"after")
     assert (tmp_path / "x").read_bytes() == b"before" and os.listdir(tmp_path) == ["x"]
-
-
-def test_a_file_written_in_pieces_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    def broken() -> Iterator[bytes]:
-        yield b"three"
-        raise DataError("no more")
-
-    write_whole(tmp_path / "a", iter([b"one", b"", b"two"]))
-    with pytest.raises(DataError):
-        write_whole(tmp_path / "a", broken())
-    assert (tmp_path / "a").read_bytes() == b"onetwo" and os.listdir(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("link", ["a", f".a.{os.getpid()}.part"], ids=["the file", "the half-written file"])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupynet import config
 from cupynet.config import resume
-from cupynet.config.command_line import SWEEP
+from cupynet.config.command_line import MULTIRUN
 from cupynet.config.overrides import is_override, last_value, name_of, quoted, without
 from cupynet.config.schema import TuneSettings, own_names
 from cupynet.config.search_space import lowest
@@ -59,7 +59,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
 
     The searched settings are collected in `search=[..]`. For a resumed search, the stored arguments are added.
     """
-    if SWEEP & set(typed):
+    if MULTIRUN & set(typed):
         raise ConfigError("cupynet tune does not support multirun. Remove it", "-m")
     value = resume.asked(typed)
     now = without(typed, "resume")

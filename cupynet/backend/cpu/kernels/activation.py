@@ -30,12 +30,18 @@ SINGLE = (np.float32, np.int32, -87.0, 0.693359375, -2.12194440e-4, 23, 127)
 DOUBLE = (np.float64, np.int64, -708.0, 6.93145751953125e-1, 1.42860682030941723212e-6, 52, 1023)
 
 
+def _compiled(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function that returns an implementation for the types of its arguments callable in kernels."""
+
+    def stub(*arguments: Any) -> Any:
+        raise NotImplementedError("only available in compiled code")
+
+    overload(stub, jit_options=STRICT)(implementation)  # type: ignore[untyped-decorator]
+    return stub
+
+
+@_compiled
 def _series(r: Any) -> Any:
-    raise NotImplementedError("only available in compiled code")
-
-
-@overload(_series, jit_options=STRICT)  # type: ignore[untyped-decorator]
-def _series_of(r: Any) -> Any:
     """Return (exp(r) - 1) / r, in float with a relative error of 4e-10."""
     one, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, c13 = (
         (np.float32 if r == types.float32 else np.float64)(1 / math.factorial(k)) for k in range(1, 14)
@@ -51,12 +57,8 @@ def _series_of(r: Any) -> Any:
     return series if r == types.float32 else longer_series
 
 
+@_compiled
 def _two_parts(x: Any) -> Any:
-    raise NotImplementedError("only available in compiled code")
-
-
-@overload(_two_parts, jit_options=STRICT)  # type: ignore[untyped-decorator]
-def _two_parts_of(x: Any) -> Any:
     """Return (2^n, exp(r) - 1) with exp(x) = 2^n exp(r), for x <= 0. Both are 0 on underflow. NaN is kept."""
     real, whole, least, high, low, bits, bias = SINGLE if x == types.float32 else DOUBLE
     inverse_ln2, half, zero = real(1 / math.log(2)), real(0.5), real(0)
@@ -73,12 +75,8 @@ def _two_parts_of(x: Any) -> Any:
     return parts
 
 
+@_compiled
 def _exp(x: Any) -> Any:
-    raise NotImplementedError("only available in compiled code")
-
-
-@overload(_exp, jit_options=STRICT)  # type: ignore[untyped-decorator]
-def _exp_of(x: Any) -> Any:
     def exp(x: Any) -> Any:
         scale, rest = _two_parts(x)
         return scale + scale * rest
@@ -86,12 +84,8 @@ def _exp_of(x: Any) -> Any:
     return exp
 
 
+@_compiled
 def _expm1(x: Any) -> Any:
-    raise NotImplementedError("only available in compiled code")
-
-
-@overload(_expm1, jit_options=STRICT)  # type: ignore[untyped-decorator]
-def _expm1_of(x: Any) -> Any:
     one = (SINGLE if x == types.float32 else DOUBLE)[0](1)
 
     def expm1(x: Any) -> Any:
@@ -107,12 +101,8 @@ ERFC = (  # coefficients of P
 )
 
 
+@_compiled
 def _erfc(x: Any, exp: Any) -> Any:
-    raise NotImplementedError("only available in compiled code")
-
-
-@overload(_erfc, jit_options=STRICT)  # type: ignore[untyped-decorator]
-def _erfc_of(x: Any, exp: Any) -> Any:
     """Return erfc(x), given exp(-x²)."""
     c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 = (np.float32(c) for c in ERFC)
     slope, one, two = np.float32(0.35), np.float32(1), np.float32(2)
