@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,17 +106,15 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     """Return the settings that differ between runs, excluding the seed.
 
     If runs use different files of a configuration group, the group is returned, but not the settings that follow from
-    this choice. Likewise, if classes differ, the setting that names the class is returned, but not arguments that only
-    one class has. A part that only some runs have is returned by its class. If a setting always has the same value as a
-    group, or as a setting of the object that contains its own object (to which it probably refers), it is not returned.
+    this choice, which are those of the group or, for `experiment`, any. Likewise, if classes differ, the setting that
+    names the class is returned, but not arguments that only one class has. A part that only some runs have is returned
+    by its class. If a setting always has the same value as a group, or as a setting of the object that contains its own
+    object (to which it probably refers), it is not returned.
     """
     names = dict.fromkeys(name for run in runs for name in run.choices)
     groups = [name for name in names if _differs(runs, name) and _differ_below(runs, name)]
-    same_files: dict[tuple[str, ...], list[ComparedRun]] = {}
-    for run in runs:
-        same_files.setdefault(tuple(run.choices.get(name, "") for name in groups), []).append(run)
     keys = [key for key in dict.fromkeys(key for run in runs for key in run.settings) if not key.startswith(IGNORED)]
-    varying = [key for key in keys if any(_differs(same_runs, key) for same_runs in same_files.values())]
+    varying = [key for key in keys if any(_differs(same_files, key) for same_files in _by_files(runs, key, groups))]
     varying = [key for key in varying if not _follows(runs, key, varying)]
     if "workers" not in varying and _differs(runs, "workers"):
         varying.insert(0, "workers")
@@ -127,6 +125,15 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
         if not any(other in groups or _contains(other, key) for other in equal):
             found[key] = values
     return [*found]
+
+
+def _by_files(runs: Sequence[ComparedRun], key: str, groups: Sequence[str]) -> Iterable[Sequence[ComparedRun]]:
+    """Split runs by the files of those `groups` that may set `key`."""
+    above = [name for name in groups if name in ("experiment", key.split(".")[0])]
+    same_files: dict[tuple[str, ...], list[ComparedRun]] = {}
+    for run in runs:
+        same_files.setdefault(tuple(run.choices.get(name, "") for name in above), []).append(run)
+    return same_files.values()
 
 
 def _contains(setting: str, key: str) -> bool:

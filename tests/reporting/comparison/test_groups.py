@@ -53,6 +53,13 @@ DIFFERENCES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {  # the runs, 
         [{"optimizer": "sgd", "rate": 0.1}, {"optimizer": "adam", "rate": 0.01}, {"optimizer": "adam", "rate": 0.1}],
         ["optimizer", "optimizer.learning_rate"],
     ),
+    "a setting beside a file": (
+        [
+            {"optimizer": "sgd", "rate": 0.1, "extra": "repeats: 1\n"},
+            {"optimizer": "adam", "rate": 0.01, "extra": "repeats: 2\n"},
+        ],
+        ["optimizer", "repeats"],
+    ),
     "classes": (MODELS[:2], ["model._target_"]),
     "arguments of a class": (MODELS, ["model._target_", "model.b"]),
     "an additional part": ([{"extra": "model: {_target_: B}\n"}, {"extra": DROPOUT}], ["model.drop._target_"]),
@@ -335,6 +342,14 @@ def test_pipes_and_devices_in_the_folder_of_a_run_are_not_read(tmp_path: Path) -
     os.mkfifo(run / "train.log")
     (run / "history.jsonl").symlink_to("/dev/zero")
     assert [each.trouble for each in find([str(tmp_path)])] == ["unfinished"]
+
+
+def test_settings_that_may_follow_from_an_experiment_are_not_listed(tmp_path: Path) -> None:
+    for number, name in enumerate(("a", "b", "b")):
+        run = made(tmp_path / str(number), rate=0.1 * (number + 1), extra=f"repeats: {min(number, 1)}\n")
+        path = run / ".hydra" / "hydra.yaml"
+        path.write_text(path.read_text() + f"      experiment: {name}\n")
+    assert of(tmp_path).varied == ["experiment", "optimizer.learning_rate"]
 
 
 def test_runs_that_differ_only_in_files_of_groups_without_effect_are_combined_into_one_row(tmp_path: Path) -> None:
