@@ -37,6 +37,7 @@ class Limit(AbstractContextManager["Limit"]):
 
     def __enter__(self) -> Limit:
         with Limit._lock:
+            _release_control()
             limits = thread_pools().limit(limits=self._threads, user_api="blas")
             if not Limit._entered:
                 Limit._before = limits
@@ -47,7 +48,16 @@ class Limit(AbstractContextManager["Limit"]):
         with Limit._lock:
             Limit._entered -= 1
             if not Limit._entered:
+                _release_control()
                 Limit._before.restore_original_limits()
+                _release_control()
+
+
+def _release_control() -> None:
+    """Let any thread set limits. Since threadpoolctl 3.8, OpenBLAS otherwise ignores all threads but the first."""
+    for library in thread_pools().lib_controllers:
+        if hasattr(library, "clear_controlling_thread"):
+            library.clear_controlling_thread(force=True)
 
 
 def description() -> str:

@@ -1,10 +1,12 @@
 """BLAS: each worker's threads, and the description of the library."""
 
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from threadpoolctl import threadpool_limits
 
 from cupynet.backend import blas
 from cupynet.backend.environment import environment
@@ -58,6 +60,23 @@ def test_the_last_of_several_thread_limits_restores_the_threads(monkeypatch: pyt
             assert blas.threads_now() == 1
         assert blas.threads_now() == 1
     assert blas.threads_now() == before
+
+
+def test_any_thread_may_limit_the_threads_while_and_after_another_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both threads live on, as a notebook's main thread and the thread of a fit do."""
+    monkeypatch.undo()
+    before, inner = blas.threads_now(), blas.Limit(1)
+    with ThreadPoolExecutor(1) as other:
+        with blas.Limit(before):
+            other.submit(inner.__enter__).result()
+            assert blas.threads_now() == 1
+            other.submit(inner.__exit__).result()
+        assert blas.threads_now() == before
+        later = other.submit(threadpool_limits, 1).result()
+        assert blas.threads_now() == 1
+        other.submit(later.restore_original_limits).result()
+        with blas.Limit(1):
+            assert blas.threads_now() == 1
 
 
 def test_only_the_blas_library_of_numpy_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
