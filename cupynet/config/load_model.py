@@ -150,6 +150,8 @@ class LoadedRun:
         if self.checkpoint is None and not os.path.isfile(self.run.summary_path):
             saved = checkpoints(self.run.checkpoints_path)
             remedy = f"Use its newest checkpoint, {saved[max(saved)]}" if saved else "Use a run's folder under outputs/"
+            if os.path.isfile(self.path / MODEL):
+                remedy = f"It was trained in Python. Load its model in Python: cupynet.load({str(self.path)!r})"
             missing = f"{self.path}: not a finished run, because {self.run.summary_path.name} is missing. {remedy}"
             raise ConfigError(runs_inside(self.path) or missing)
 

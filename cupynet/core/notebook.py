@@ -47,8 +47,8 @@ def matrix(axes: Any, values: Any, names: Sequence[str]) -> None:
     totals = values.sum(axis=1, keepdims=True)
     axes.imshow(values / totals.clip(1), cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="predicted", ylabel="actual", title="Confusion matrix")
-    axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0)
-    axes.set_yticks(range(len(names)), names)
+    axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0, parse_math=False)
+    axes.set_yticks(range(len(names)), names, parse_math=False)
     if len(names) <= 15:
         for row, column in zip(*values.nonzero(), strict=True):
             dark = values[row, column] > totals[row, 0] / 2

@@ -245,7 +245,9 @@ class Model:
         parts = dict(self._specification.children()) if isinstance(self.network, Sequential) else {}
         if unknown := layers.keys() - parts.keys():
             raise ConfigError(f"there is no layer {min(unknown)}. Layers: {', '.join(parts)}", "layers")
-        model = Model(parts | layers, self.input, self.backend, self.seed, self.loss, needs_dx=self._needs_dx)
+        backend = self.backend
+        backend = create_backend(backend.name, backend.policy.name, backend.device, **backend.options)
+        model = Model(parts | layers, self.input, backend, self.seed, self.loss, needs_dx=self._needs_dx)
         kept = {name: weight for name, weight in self.weights().items() if name.partition(".")[0] not in layers}
         if kept and (unfit := model.load_weights(kept, strict=False).unexpected):
             raise ConfigError(f"{unfit[0]} no longer fits. Replace its layer too", "layers")

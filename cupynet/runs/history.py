@@ -106,7 +106,7 @@ class History(Mapping[str, list[Any]]):
         }
         for name in epochs:
             prefix, _, metric = name.partition("_")
-            if f"{prefix}_" in EVALUATED and not metric.endswith(("loss", "accuracy")):
+            if f"{prefix}_" in EVALUATED and metric != "loss" and not metric.endswith("accuracy"):
                 panels.setdefault(metric, []).append(name)
         shown = {title: names for title, names in panels.items() if names}
         figure, axes = notebook.figure(max(len(shown), 1))

@@ -29,7 +29,7 @@ class DataWarnings:
     def __init__(self, *, speaks: bool, metrics: bool = False) -> None:
         self._speaks, self._metrics = speaks, metrics
         self._dark = False  # True after a warning that training images are dark
-        self._known: set[int] = set()  # signatures of loaders
+        self._known: set[tuple[int, str]] = set()  # signatures of loaders, and situations
 
     def of_fit(self, fit: Fit, model: Model, workers: int, restored: tuple[int, int] | None) -> None:
         """Warn about the data of a fit. `restored` is the `Loader.identity` of the resumed fit, or None."""
@@ -60,15 +60,16 @@ class DataWarnings:
 
     def of_evaluation(self, loader: Loader, *, floats: bool) -> None:
         """Warn about dark images, unless the training images are dark too, and about integers after floats."""
-        if not self._speaks or self._dark or not self._is_new(loader):
+        if not self._speaks or self._dark:
             return
-        warn_of_pixels(loader.dataset)
-        if floats:
+        if self._is_new(loader):
+            warn_of_pixels(loader.dataset)
+        if floats and self._is_new(loader, "after floats"):
             warn_of_integers(loader.dataset)
 
-    def _is_new(self, loader: Loader) -> bool:
-        known = loader.signature in self._known
-        self._known.add(loader.signature)
+    def _is_new(self, loader: Loader, situation: str = "") -> bool:
+        known = (loader.signature, situation) in self._known
+        self._known.add((loader.signature, situation))
         return not known
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -40,7 +41,7 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
     if y is not None:
         return x, y
     parts = x if isinstance(x, tuple | list) else ()
-    pair = len(parts) == 2 and not isinstance(parts[0], tuple)
+    pair = len(parts) == 2 and not isinstance(parts[0], tuple | Mapping)
     if pair and parts[1] is not None:
         return parts  # type: ignore[return-value]
     if pair or hasattr(x, "shape") or (len(parts) == 1 and hasattr(parts[0], "shape")):
@@ -119,12 +120,13 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
     return factors
 
 
-def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixels: PixelScale | None = None) -> Loader:
+def evaluation_loader(data: Examples, batch_size: int | None, model: Model, train: LabeledData | None = None) -> Loader:
     """Check evaluation data and return a loader for them.
 
     data: like `x` in `ParallelWrapper.fit`, or x, y and sample_weight in a tuple or list.
-    pixels: the pixel scale of the training images; by default the model's.
+    train: the training data, whose pixel scale and classes the data must have; by default the model's.
     """
+    pixels = None if train is None else train.pixels
     if pixels is None and (model.trained_on == "pixels" or model.pixels != FRACTIONS):  # an untrained one allows any
         pixels = model.pixels
     if isinstance(data, Loader) and data.augment:
@@ -140,6 +142,12 @@ def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixe
         raise ConfigError(
             f"data set {dataset.name!r}: its pixel scale differs from the training data's. Use "
             "Dataset(..., pixels=model.pixels), or a pair (images, labels)"
+        )
+    names, expected = _class_names(dataset), model.class_names if train is None else _class_names(train)
+    if names and expected and names != expected:
+        raise ConfigError(
+            f"data set {dataset.name!r} has other classes than the training data: {shown([*names])} instead of "
+            f"{shown([*expected])}. For images in folders, pass ImageFolder(..., class_names=model.class_names)"
         )
     return loader
 
@@ -161,7 +169,7 @@ def held_out_of(
     if data is not None:
         size = None if isinstance(data, Loader) else loader.batch_size
         with errors_of(named[0], ()):
-            held_out = evaluation_loader(data, size, model, loader.dataset.pixels)
+            held_out = evaluation_loader(data, size, model, loader.dataset)
         return loader, held_out, "validation" if evaluate_on is None else "test"
     if not fraction:
         return loader, None, "validation"
@@ -213,11 +221,25 @@ def check_data(loader: Loader, model: Model) -> None:
         model.loss.check_targets(np.eye(dataset.classes, dtype=np.float32))
 
 
-def name_data(model: Model, dataset: LabeledData) -> None:
-    """Store in the model how its training images are scaled, and their class names."""
+@contextmanager
+def named(model: Model, dataset: LabeledData, iteration: Callable[[], int]) -> Iterator[None]:
+    """Store in the model how its training images are scaled, and their class names.
+
+    This is undone if `iteration()` has not changed at the end, because the model was not trained.
+    """
+    before, begun = (model.pixels, model.class_names, model.trained_on), iteration()
+    model.class_names = _class_names(dataset) or model.class_names
     model.pixels = dataset.pixels
-    model.class_names = getattr(dataset, "class_names", ()) or model.class_names
     model.trained_on = "floats" if dataset.scaled else "pixels"
+    try:
+        yield
+    finally:
+        if iteration() == begun:
+            model.pixels, model.class_names, model.trained_on = before
+
+
+def _class_names(dataset: LabeledData) -> tuple[str, ...]:
+    return tuple(getattr(dataset, "class_names", ()))
 
 
 def check_same_data(loader: Loader, world: Communicator) -> None:

@@ -35,6 +35,7 @@ from cupynet.runs.history import History
 from cupynet.runs.layout import MODEL
 from cupynet.runs.run import Run
 from cupynet.training.agreement import run_or_refuse
+from cupynet.training.callback_list import check_free
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
@@ -54,7 +55,7 @@ from cupynet.training.fit import (
     examples,
     held_out_of,
     loader_of,
-    name_data,
+    named,
 )
 from cupynet.training.graph_replica import replica_of
 from cupynet.training.metrics import Metric
@@ -267,9 +268,9 @@ class ParallelWrapper:
             self._claim_folders()
         self._begun = True
         self._warnings.of_fit(fit, self.model, self.placement.workers, unfinished[0].data if unfinished else None)
-        name_data(self.model, loader.dataset)
         before = len(self._rows.kept)
-        with stopping_at_interrupt(lambda: self.stop(CTRL_C, StopReason.REQUEST)) as interrupted, self._ending():
+        stopping = stopping_at_interrupt(lambda: self.stop(CTRL_C, StopReason.REQUEST))
+        with stopping as interrupted, named(self.model, loader.dataset, self._iteration), self._ending():
             if not self._warm:
                 self.on_workers(lambda trainer: trainer.expect(loader))
                 self.warm_up(min(loader.batch_size, len(loader.dataset)))
@@ -333,8 +334,8 @@ class ParallelWrapper:
             An `Evaluation` with the wrapper's `metrics`, or a `RegressionEvaluation`.
 
         Raises:
-            ConfigError: the pixel scale differs from training, or the replicas differ because the restored checkpoint
-                was written between two averaging steps.
+            ConfigError: the pixel scale or the class names differ from training, or the replicas differ because the
+                restored checkpoint was written between two averaging steps.
         """
         loader = evaluation_loader(x if y is None else examples(x, y), batch_size, self.model)
         check_metrics(self.options.metrics, loader, self.model.loss)
@@ -422,6 +423,8 @@ class ParallelWrapper:
                     trainer.backend.synchronize()
                 return result
 
+        if not any(self._trainers):
+            check_free(self.callbacks)
         self.model.backend.synchronize()  # the caller's and the workers' streams do not wait for each other
         with blas.Limit(self.blas_threads) if self.blas_threads else nullcontext():
             result = self._launcher.run(done)
@@ -440,6 +443,9 @@ class ParallelWrapper:
             return trainer
         raise RuntimeError("nothing has been trained yet, or the wrapper is closed")
 
+    def _iteration(self) -> int:
+        return next((trainer.iteration for trainer in filter(None, self._trainers)), 0)
+
     def replicas(self) -> list[Model]:
         """Return the local replicas in rank order. In a pipeline, each of them holds the layers of one stage."""
         return [trainer.model for trainer in self._trainers if trainer is not None]
@@ -449,10 +455,6 @@ class ParallelWrapper:
     def _trainer(self, world: Communicator) -> Trainer:
         trainer = self._trainers[world.rank]
         if trainer is None:
-            if used := next((each for each in self.callbacks if each.in_use), None):
-                kind = type(used).__name__
-                reason = f"this object is in use by another ParallelWrapper. Close that one, or create a new {kind}"
-                raise ConfigError(reason, "callbacks", kind)
             trainer = self._trainers[world.rank] = self._new_trainer(world)
             if self._stop is not None:
                 trainer.consensus.propose(self._stop)

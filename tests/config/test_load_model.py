@@ -11,11 +11,13 @@ import pytest
 
 import cupynet
 from cupynet import ConfigError, DataError, Model, Run, load, load_weights, save_weights
+from cupynet.config.load_model import LoadedRun
 from cupynet.data import Synthetic
 from cupynet.runs.checkpoints import read
 from tests.support.commands import summary_of
 from tests.support.refusals import data_error, refused
 from tests.support.resumed_runs import trained
+from tests.support.training import fingerprint
 from tests.support.user_files import deny
 
 SMALL = ["data=synthetic", "data.train=300", "data.test=100", "batch_size=32", "callbacks.progress.style=lines"]
@@ -151,6 +153,15 @@ def test_a_checkpoint_written_in_python_is_refused_by_load_which_names_restore(n
         with pytest.raises(ConfigError) as caught:
             load(path if name == path.name else path.parent)
         eval(str(caught.value).rpartition("call ")[2], {"wrapper": wrapper})
+
+
+def test_a_run_in_python_is_refused_by_commands_with_a_message_that_names_load(tmp_path: Path) -> None:
+    with cupynet.ParallelWrapper(Model([cupynet.Dense(2)], (2, 2), "numpy"), 1, run=tmp_path) as wrapper:
+        wrapper.fit(np.zeros((4, 2, 2, 1), np.float32), np.zeros(4, int))
+    with pytest.raises(ConfigError) as caught:
+        LoadedRun(tmp_path, ())
+    loaded = eval(str(caught.value).rpartition(": ")[2], {"cupynet": cupynet})
+    assert fingerprint(loaded) == fingerprint(wrapper.model)
 
 
 @pytest.fixture

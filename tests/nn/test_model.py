@@ -123,6 +123,13 @@ def test_a_model_with_a_replaced_layer_still_computes_the_gradient_of_its_input(
     assert dx is not None and dx.shape == x.shape
 
 
+def test_a_model_with_a_replaced_layer_has_a_loss_scale_of_its_own() -> None:
+    model = nn.Model([nn.Conv2D(2, 3), nn.Dense(3)], SMALL, create_backend("numpy", "half"))
+    scale = model.backend.loss_scale
+    model.replace(dense1=nn.Dense(4)).backend.loss_scale /= 2
+    assert model.backend.loss_scale == scale
+
+
 def test_a_replaced_layer_is_new_and_the_others_keep_their_weights_and_are_trainable() -> None:
     model = nn.Model(nn.Sequential([nn.Conv2D(2, 3), nn.Dense(4, "relu"), nn.Dense(3)]), SMALL, create_backend("numpy"))
     model.params.master += 1

@@ -132,6 +132,13 @@ def test_columns_of_a_history_have_none_where_a_row_has_no_value() -> None:
     assert History.of(rows) == History({"a": [1, None], "b": [None, None]}, {})
 
 
+def test_a_plot_of_a_history_has_a_panel_for_each_metric_even_if_its_name_ends_in_loss() -> None:
+    pytest.importorskip("matplotlib")
+    names = ("epoch", "loss", "validation_loss", "validation_accuracy", "validation_focal_loss", "validation_brier")
+    figure = History({name: [1.0, 2.0] for name in names}, {}).plot()
+    assert [axes.get_title() for axes in figure.axes] == ["Loss", "Accuracy", "focal_loss", "brier"]
+
+
 def test_a_history_is_a_mapping_of_columns_that_also_knows_the_names_of_keras() -> None:
     columns = History({"loss": [2.0], "validation_loss": [3.0]}, {})
     assert dict(columns) == columns.epochs and list(columns) == ["loss", "validation_loss"]

@@ -72,6 +72,7 @@ def test_fit_and_evaluate_warn_about_the_same_images_once(caplog: pytest.LogCapt
 def test_integer_images_after_floats_cause_a_warning(validates: bool, caplog: pytest.LogCaptureFixture) -> None:
     data = up_to(255)
     with ParallelWrapper(model(), 1) as wrapper:
+        wrapper.evaluate(data)  # before training, any scale is right
         floats = data.images / np.float32(255), data.labels
         wrapper.fit(floats, evaluate_on=data if validates else floats)
         assert len(warnings_of(caplog)) == validates

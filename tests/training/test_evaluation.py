@@ -1,5 +1,6 @@
 """Evaluations compared with values computed by hand, and properties for any scores, however they are split."""
 
+import io
 import json
 import math
 from itertools import pairwise
@@ -65,6 +66,13 @@ def test_stats_print_the_figures_the_classes_and_the_confusion_matrix() -> None:
     assert rows == [[" 2 1 1", "0  cat"], [" 1 2 0", "1  d\ufffdog"], [" 0 0 1", "2  eel"]]
     assert "omits" not in figures
     assert len(Evaluation(FEW_CLASSES + 1).stats().split("\n\n")) == 2  # without a matrix
+
+
+def test_class_names_with_dollar_signs_are_no_mathematics_in_a_plot() -> None:
+    pytest.importorskip("matplotlib")
+    figure = small().plot(("$\\foo$", "$5 to $10", "c"))
+    figure.savefig(io.BytesIO())
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["$\\foo$", "$5 to $10", "c"]
 
 
 def test_bad_arguments_of_an_evaluation_are_refused() -> None:

@@ -1,5 +1,6 @@
 """Data that `fit` and `evaluate` accept, and the result of `fit`."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -77,6 +78,11 @@ def trained(*data: Any) -> Model:
 )
 def test_all_kinds_of_data_train_the_same_weights(data: tuple[Any, ...]) -> None:
     assert fingerprint(trained(*data)) == fingerprint(trained(X, Y))
+
+
+def test_two_examples_in_dictionaries_are_not_taken_for_images_and_labels() -> None:
+    examples = [{"image": image, "label": label} for image, label in zip(X[:2], Y[:2], strict=True)]
+    assert fingerprint(trained(examples)) == fingerprint(trained(X[:2], Y[:2]))
 
 
 @on_backends("numba", "cupy")
@@ -209,6 +215,36 @@ def test_invalid_data_and_arguments_of_fit_are_refused_before_anything_changes(
     with ParallelWrapper(model, 2) as wrapper, refused(setting):
         wrapper.fit(*data, **options)
     assert fingerprint(model) == before
+
+
+def fail(trainer: Any) -> None:
+    raise ConfigError("refused")
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["refused by a callback", "stopped before it begins"])
+def test_the_model_describes_the_data_of_its_last_training_and_not_of_a_fit_without_iterations(stopped: bool) -> None:
+    model = trained(replace(DATA, class_names=["ant", "bee", "cat"], pixels=PixelScale.of([0.2], [0.4])))
+    before = model.pixels, model.class_names, model.trained_on
+    with ParallelWrapper(model, 2, callbacks=[] if stopped else [LambdaCallback(on_fit_start=fail)]) as wrapper:
+        if stopped:
+            wrapper.stop()
+        with nullcontext() if stopped else refused(""):
+            wrapper.fit(replace(DATA, images=X / np.float32(255), class_names=["dog", "elk", "fox"]))
+    assert (model.pixels, model.class_names, model.trained_on) == before
+
+
+def test_evaluation_data_with_other_class_names_than_the_training_data_are_refused() -> None:
+    """Their labels would mean other classes. Data without names have the classes of the training data."""
+    train, other = (replace(DATA, class_names=names) for names in (["ant", "bee", "cat"], ["bee", "cat", "dog"]))
+    with ParallelWrapper(small_model(), 1) as wrapper:
+        with refused("validation_data"):
+            wrapper.fit(train, validation_data=other)
+        for data in (train, DATA, (X, Y)):
+            wrapper.fit(train, validation_data=data)
+            wrapper.evaluate(data)
+        with refused(""):
+            wrapper.evaluate(other)
+        wrapper.fit(other, validation_data=other)
 
 
 def test_the_model_takes_the_class_names_of_the_training_data() -> None:

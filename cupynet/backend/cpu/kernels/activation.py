@@ -36,7 +36,7 @@ def _compiled(implementation: Callable[..., Any]) -> Callable[..., Any]:
     def stub(*arguments: Any) -> Any:
         raise NotImplementedError("only available in compiled code")
 
-    overload(stub, jit_options=STRICT)(implementation)  # type: ignore[untyped-decorator]
+    overload(stub, jit_options=STRICT)(implementation)
     return stub
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 import warnings
 from contextlib import ExitStack, suppress
@@ -79,7 +80,7 @@ class MLflow(Logger):
         except MlflowException:  # the experiment already exists
             experiment = self._client.get_experiment_by_name(self.experiment).experiment_id
         self.identity = self._client.create_run(experiment, run_name=name, tags=tags).info.run_id
-        params = [Param(key, str(value)[:MAX_TEXT]) for key, value in hyperparameters.items()]
+        params = [Param(_valid(key), str(value)[:MAX_TEXT]) for key, value in hyperparameters.items()]
         for first in range(0, len(params), MAX_PARAMS):
             self._client.log_batch(self.identity, params=params[first : first + MAX_PARAMS])
 
@@ -88,7 +89,7 @@ class MLflow(Logger):
 
         self._last = iteration
         now = int(1000 * time.time())
-        self._waiting += [Metric(name, value, now, iteration) for name, value in figures.items()]
+        self._waiting += [Metric(_valid(name), value, now, iteration) for name, value in figures.items()]
         if time.monotonic() - self._written > EVERY_S:
             self._flush()
 
@@ -108,3 +109,8 @@ class MLflow(Logger):
         for path in self._files() if self.artifacts else ():
             self._client.log_artifact(self.identity, str(path))
         self._client.set_terminated(self.identity, status.upper())
+
+
+def _valid(name: str) -> str:
+    """Replace characters that MLflow refuses in names, which names of layers and functions may contain."""
+    return re.sub(r"[^\w.\- :/]", "_", name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cupynet import DivergedError, Loader, Nesterov, Run
+from cupynet import Dense, DivergedError, Loader, Model, Nesterov, Run
 from cupynet.commands import train
 from cupynet.config.overrides import quoted
 from cupynet.training import Callback, Checkpoint, HistoryWriter, ParallelWrapper, StopReason
@@ -210,6 +210,17 @@ def test_mlflow_marks_failed_and_killed_runs(tmp_path: Path, store: str, monkeyp
     assert (failed.status, failed.run_name) == ("FAILED", "a")
     assert (killed.status, killed.run_name) == ("KILLED", "named")
     assert [path.name for path in tmp_path.glob("mlruns/**/artifacts/*")] == ["history.jsonl"]
+
+
+def test_mlflow_logs_layers_and_metrics_whose_names_have_other_characters_than_it_allows(store: str) -> None:
+    """Such as a layer `conv+bn`, and the function `<lambda>`."""
+    model = Model({"conv+bn": Dense(3)}, (8, 8, 1), "numpy")
+    metrics = [lambda labels, scores: scores.argmax(1) == labels]
+    with ParallelWrapper(model, 2, callbacks=[MLflow(store)], metrics=metrics, log_every=2) as wrapper:
+        wrapper.fit(DATA, batch_size=8, validation_data=TEST)
+    status, found = logger_files.mlflow_run(store)
+    assert status.info.status == "FINISHED"
+    assert {"validation/_lambda_", "replicas/drift/conv_bn"} <= {name for name, _ in found}
 
 
 def test_wandb_without_a_login_stays_offline(
