@@ -25,7 +25,7 @@ def announce(experiment: Experiment) -> None:
     if job is not None and job.size > 1:
         log.info("%d ranks, %d of them on this machine", job.size, job.on_machine)
     elif job is not None:
-        log.warning("parallel.launcher=mpi: there is only one rank. Use mpiexec -n 4 cupynet train ...")
+        log.warning("parallel.launcher=mpi: there is only one rank. Use mpiexec -n RANKS cupynet train ...")
     _warn(experiment)
     if placement.devices:
         return

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cupynet.config import command_line, resume
 from cupynet.config.composing import as_typed, conf_folder, overrides_of_jobs, own_folder, register, settings_of
 from cupynet.config.messages import refusal
-from cupynet.config.overrides import is_override
+from cupynet.config.overrides import is_override, quoted, without
 from cupynet.config.ranks import Ranks
 from cupynet.config.schema import Settings, TuneSettings
 from cupynet.config.stored import changed_overrides, check_downloads, check_outputs, job_overrides, keep, load
@@ -294,6 +294,9 @@ class _Command(Generic[S, T]):
         resumed, changes = self.request.resumed, self.request.changes
         if resumed is None:
             return settings_of(config, job_overrides(), self.schema)
+        if HydraConfig.get().job.chdir:  # paths on the command line are relative to the original folder
+            resumed = Path(HydraConfig.get().runtime.cwd) / resumed
+            changes = [*without(changes, "resume"), f"resume={quoted(resumed)}"]
         run = resume.run_of(resumed)
         settings = load(run, changes, folder=own_folder())
         resume.check_same_settings(asdict(settings), asdict(load(run, (), settings.trusted_modules)), resumed)

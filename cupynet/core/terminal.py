@@ -35,8 +35,8 @@ def printable(text: str) -> str:
 
 def near(path: Path) -> str:
     """Format a path. Paths inside the current folder become relative to it."""
-    absolute = path.resolve()
-    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(path)
+    absolute, here = path.resolve(), Path.cwd()
+    return str(absolute.relative_to(here)) if here in absolute.parents else str(path)
 
 
 def steady_streams() -> None:

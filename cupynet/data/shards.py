@@ -95,7 +95,7 @@ class Shards:
         if workers != count:
             raise ConfigError(
                 f"{self.folder} has {wording.counted(count, 'shard')}, one for each worker, but workers={workers}. Set "
-                f"workers={count}, or write {workers} shards"
+                f"workers={count}, or write {wording.counted(workers, 'shard')}"
             )
 
     def open(self, number: int) -> Dataset:

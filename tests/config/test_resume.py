@@ -247,6 +247,18 @@ def test_a_running_run_can_be_neither_resumed_nor_replaced_and_resume_latest_ski
     assert resume.find("latest", []) == stopped
 
 
+@pytest.mark.parametrize(
+    "asked", [[f"resume={RUN}"], ["resume=latest", f"hydra.run.dir={RUN}"]], ids=["folder", "latest"]
+)
+def test_a_relative_run_folder_is_resumed_in_a_run_that_changes_to_its_folder(
+    asked: list[str], stopped: Path, command: Command
+) -> None:
+    found: list[Any] = []
+    arguments = [*asked, "epochs=9", "hydra.job.chdir=true"]
+    assert command(*arguments, check=train.prepare, task=lambda experiment, folder: found.append(folder))[0] == 0
+    assert [each.samefile(stopped) for each in found] == [True]
+
+
 FAILING = {
     "backend.tf32=true": 2,  # found when the settings are checked
     "callbacks.history.path=/proc/x/h.jsonl": 74,  # found before the data are loaded

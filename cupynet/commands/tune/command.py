@@ -61,6 +61,9 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     """
     if MULTIRUN & set(typed):
         raise ConfigError("cupynet tune does not support multirun. Remove it", "-m")
+    for each in filter(is_override, typed):
+        if name_of(each).startswith("hydra.sweep."):
+            raise ConfigError("a search has one folder, which hydra.run.dir sets. Remove this setting", name_of(each))
     value = resume.asked(typed)
     now = without(typed, "resume")
     if value is None:

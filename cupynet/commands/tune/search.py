@@ -93,10 +93,13 @@ def search(plan: Plan, folder: Path) -> float:
             found = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
     except optuna.exceptions.StorageInternalError as error:
         raise OutputError(f"{folder / STUDY}: cannot be written ({one_line(error)})") from error
-    except KeyboardInterrupt as stopped:
+    except (KeyboardInterrupt, OutputError) as stopped:
         done, repeated = len(study.get_trials(states=DONE)), config.not_stored(settings, folder)
         command = shlex.join(["cupynet", "tune", *plan.options, f"resume={near(folder)}", *repeated])
-        raise Interrupted.by(stopped, f"{done} of {settings.trials} trials are done. Resume with: {command}") from None
+        state = f"{done} of {settings.trials} trials are done. Resume with: {command}"
+        if isinstance(stopped, OutputError):
+            raise OutputError(f"{stopped}. {state}") from stopped
+        raise Interrupted.by(stopped, state) from None
     text = summary(plan, folder, best, found.evaluation if found.split == "test" else None)
     log.info("%s", text)
     print()

@@ -193,10 +193,17 @@ def test_tune_csv_has_the_values_that_the_trials_used(tmp_path: Path, search: Se
             assert row[name] == rounded(value)
 
 
-def test_an_interrupted_search_prints_the_resume_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [(KeyboardInterrupt(signal.SIGINT), errors.Interrupted), (errors.OutputError("full"), errors.OutputError)],
+    ids=["interrupted", "disk full"],
+)
+def test_a_search_that_is_interrupted_or_cannot_write_prints_the_resume_command(
+    end: BaseException, error: type[errors.CupynetError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = replace(plan_of(trusted_modules=["mine"], callbacks={}), config_dir=Path("/own conf"))
-    monkeypatch.setattr(command, "run_trials", Mock(side_effect=KeyboardInterrupt(signal.SIGINT)))
-    with pytest.raises(errors.Interrupted) as caught:
+    monkeypatch.setattr(command, "run_trials", Mock(side_effect=end))
+    with pytest.raises(error) as caught:
         command.search(plan, tmp_path)
     _, _, line = str(caught.value).partition("cupynet tune ")
     assert shlex.split(line) == ["--config-dir=/own conf", f"resume={tmp_path}", "trusted_modules=[mine]"]
