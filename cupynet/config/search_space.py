@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep, Transformer
 from hydra.errors import HydraException
 
-from cupynet.config.overrides import PARSER, quoted
+from cupynet.config.overrides import PARSER, is_override, name_of, quoted
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import one_line
 
@@ -26,6 +26,9 @@ def split(arguments: Sequence[str]) -> list[str]:
     kept: list[str] = []
     found: list[str] = []
     for argument in arguments:
+        if is_override(argument) and name_of(argument) == "search":
+            example = "optimizer.learning_rate='interval(0.001,0.3)'"
+            raise ConfigError(f"lists the searched settings. Give the ranges directly, such as {example}", "search")
         (found if _is_searched(argument) else kept).append(argument)
     texts = [quoted(each.replace("${", "\\${")) for each in found]
     return [*kept, f"search=[{','.join(texts)}]"] if found else kept

@@ -7,6 +7,7 @@ the sweep ends, unless a job was killed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import shlex
 import shutil
@@ -191,25 +192,34 @@ def finish(sweep: Path, planned: Sequence[Sequence[str]] = (), command: Sequence
             _write(sweep, jobs)
             if jobs == begun:  # otherwise a job may still be running without its launcher
                 shutil.rmtree(sweep / RECORDS, ignore_errors=True)
-    scored = [job for job in jobs if job.accuracy is not None]
-    with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
-        screen = Screen()
-        table = [each for each in columns(jobs) if {*each.cells} != {ABSENT}]
-        if jobs and len(table) > 1:
-            show(table, screen, f"see {NAME}")
-        for job in jobs:
-            if job.code:
-                screen.print(f"job {job.number} {job}", soft_wrap=True)
-        numbers = {job.number for job in jobs}
-        for number, overrides in enumerate(planned):
-            if jobs and number not in numbers:
-                screen.print(f"not started: job {number}: {shlex.join([*command, *overrides])}", soft_wrap=True)
-        if best := _best(scored):
-            compare = shlex.join(["cupynet", "compare", near(sweep)])
-            screen.print(f"best: {best}. Compare the jobs: {compare}", soft_wrap=True)
+    try:
+        _print(sweep, jobs, planned, command)
+    except ValueError:  # stdout was closed
+        pass
+    except OSError as error:  # the terminal was closed, or the disk is full
+        if error.errno == errno.ENOSPC:
+            say_error(f"warning: the table cannot be printed ({error.strerror}). It is in {near(sweep / NAME)}")
     _ended.clear()
     _release()
     return next((job.code for job in jobs if job.code), 0)
+
+
+def _print(sweep: Path, jobs: Sequence[Job], planned: Sequence[Sequence[str]], command: Sequence[str]) -> None:
+    scored = [job for job in jobs if job.accuracy is not None]
+    screen = Screen()
+    table = [each for each in columns(jobs) if {*each.cells} != {ABSENT}]
+    if jobs and len(table) > 1:
+        show(table, screen, f"see {NAME}")
+    for job in jobs:
+        if job.code:
+            screen.print(f"job {job.number} {job}", soft_wrap=True)
+    numbers = {job.number for job in jobs}
+    for number, overrides in enumerate(planned):
+        if jobs and number not in numbers:
+            screen.print(f"not started: job {number}: {shlex.join([*command, *overrides])}", soft_wrap=True)
+    if best := _best(scored):
+        compare = shlex.join(["cupynet", "compare", near(sweep)])
+        screen.print(f"best: {best}. Compare the jobs: {compare}", soft_wrap=True)
 
 
 def _best(jobs: Sequence[Job]) -> str:

@@ -1,5 +1,6 @@
 """Sweeps: jobs that fail or are interrupted, sweep.csv, the table at the end, and what a job leaves to the next."""
 
+import errno
 import gc
 import logging
 import os
@@ -160,6 +161,24 @@ def test_an_unwritable_sweep_csv_does_not_end_the_sweep(tmp_path: Path, capsys: 
     job(tmp_path, 0)
     assert "sweep.csv" in capsys.readouterr().err
     assert sweep_record.finish(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "reported"),
+    [(OSError(errno.ENOSPC, "full"), True), (OSError(errno.EIO, "no terminal"), False), (ValueError("closed"), False)],
+)
+def test_a_table_that_cannot_be_printed_is_reported_if_the_disk_is_full_but_not_if_the_terminal_is_closed(
+    error: Exception,
+    reported: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for number in (0, 2):
+        job(tmp_path, number)
+    monkeypatch.setattr(sweep_record, "show", Mock(side_effect=error))
+    assert sweep_record.finish(tmp_path) == 0
+    assert (str(tmp_path / "sweep.csv") in capsys.readouterr().err) == reported
 
 
 def test_a_sweep_ends_in_a_table_and_names_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,13 @@
 """Capabilities of terminals."""
 
 import io
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
-from cupynet.core.terminal import can_draw, printable
+from cupynet.core.terminal import can_draw, near, printable
 from tests.support.terminal import Screen
 
 
@@ -39,3 +41,11 @@ def test_lines_are_redrawn_only_on_terminals_that_can(kind: str, draws: bool, mo
 )
 def test_control_characters_are_replaced_in_printed_text(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+def test_paths_inside_the_current_folder_are_shown_relative_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [near(path) for path in (tmp_path / "a" / "b", Path("a"))] == [os.path.join("a", "b"), "a"]
+    assert [near(path) for path in (tmp_path, tmp_path.parent)] == [str(tmp_path), str(tmp_path.parent)]

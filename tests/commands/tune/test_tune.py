@@ -95,6 +95,7 @@ def test_tune_prints_the_train_command_of_the_best_settings(searched: tuple[Path
         ([RATE, "objective=auc"], "objective"),
         (["-m", RATE], "-m"),
         (["hydra.sweep.dir=mine", RATE], "hydra.sweep.dir"),
+        (["search={seed:range(1,9)}"], "search"),
         (["batch_sise=32,64"], "batch_sise"),
         (["optimizer=adam,adum"], "optimizer"),
         (["workers=1,0"], "workers"),
