@@ -421,7 +421,7 @@ def check_output(network: Layer, classes: int) -> None:
         )
     if network.output != Flat(classes):
         outputs = network.output.features
-        more = f", or if the data are arrays, set their classes={outputs}" * (outputs > classes)
+        more = f", or if the data are arrays, set {wording.setting('data', 'classes', outputs)}" * (outputs > classes)
         raise ConfigError(
             f"the network returns {network.output}, but the data have {wording.counted(classes, 'class')} or targets. "
             f"Give its last layer units={classes}{more}"

@@ -92,7 +92,9 @@ class ImageFolder(UserFiles):
                 if os.path.isfile(folders[part] / name):  # False without permission
                     raise DataError(f"{folders[part] / name}: expected only folders of classes. Move it elsewhere")
                 if not files:
-                    raise DataError(f"{folders[part] / name}: expected pictures of this class, found none")
+                    broken = not os.path.exists(folders[part] / name) and os.path.islink(folders[part] / name)
+                    reason = "is a broken link" if broken else "expected pictures of this class, found none"
+                    raise DataError(f"{folders[part] / name}: {reason}")
                 if name not in self.class_names:
                     known = wording.shown([*self.class_names])
                     raise DataError(f"{folders[part] / name}: expected only folders named after the classes {known}")
