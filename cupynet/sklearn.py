@@ -167,7 +167,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[Any]:
         """Return class probabilities, (N, O), in the order of `classes_`."""
         scores = self._scores(X)[:, : len(self.classes_)]
-        scores /= scores.sum(axis=1, keepdims=True)  # in half precision, they do not sum to 1 exactly
+        scores /= scores.sum(axis=1, keepdims=True)  # a single class has two outputs
         return scores
 
     def predict(self, X: Any) -> NDArray[Any]:

@@ -333,14 +333,27 @@ class MaskedAvgPool(nn.Module):
 HELPERS = {"Branches(": BRANCHES, "ChannelNorm(": CHANNEL_NORM, "MaskedAvgPool(": MASKED_AVG_POOL}
 
 
+# attributes of nn.Sequential, which no submodule may be named after
+RESERVED = (
+    "T_destination add_module append apply bfloat16 buffers call_super_init children compile cpu cuda double "
+    "dump_patches eval extend extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half "
+    "insert ipu load_state_dict modules mtia named_buffers named_children named_modules named_parameters parameters "
+    "pop register_backward_hook register_buffer register_forward_hook register_forward_pre_hook "
+    "register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook "
+    "register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook "
+    "register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory state_dict to to_empty "
+    "train training type xpu zero_grad"
+)
+
+
 def torch_source(model: nn.Model) -> str:
     """Return the source code of a function `network()` that creates a PyTorch module equivalent to `model`.
 
     Modules are named after the layers, so that `load_state_dict` accepts the weights written by `export_torch`.
 
     Raises:
-        ConfigError: a layer has no equivalent in PyTorch, branches end in flattened images, or the network is a single
-            layer.
+        ConfigError: a layer has no equivalent in PyTorch or is named after an attribute of PyTorch's modules, branches
+            end in flattened images, or the network is a single layer.
     """
     check_known(model.network, KNOWN, "PyTorch")
     orders(model.network)  # raises ConfigError if branches end in a flattened image
@@ -364,6 +377,8 @@ def _inside(layer: nn.Sequential) -> list[str]:
 
 
 def _named(name: str, layer: nn.Layer) -> list[str]:
+    if name in RESERVED.split():
+        raise ConfigError(f"{layer.path}: PyTorch reserves the name {name!r}. Rename this layer")
     if isinstance(layer, nn.Sequential):
         modules = {"": f"nn.Sequential(OrderedDict([{', '.join(_inside(layer))}]))"}
     elif isinstance(layer, nn.Residual):

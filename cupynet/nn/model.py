@@ -193,6 +193,8 @@ class Model:
                 got, kind = getattr(found, "shape", type(found).__name__), type(self.loss).__name__
                 raise ConfigError(f"scores must return an array of {logits.shape}, got {got}", "loss", kind)
             scores = np.array(backend.to_host(found), accumulate)
+        if self.loss.applies == "softmax" and backend.policy.storage != accumulate:
+            scores /= scores.sum(axis=-1, keepdims=True)  # 1 only up to rounding errors in 16 bits
         return scores, logits
 
     def _together(self, parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:

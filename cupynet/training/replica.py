@@ -310,5 +310,7 @@ def scores_of(model: Model, x: Array, labels: Array) -> Scores:
     backend = model.backend
     logits, _ = model.forward(x, INFERENCE)
     losses, _ = losses_of(model, logits, labels)
-    scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
+    scores = np.array(backend.to_host(model.loss.scores(backend, logits)), np.float64)
+    if model.loss.applies == "softmax":  # the sums differ from 1 by the rounding errors of the dtype
+        scores /= scores.sum(axis=-1, keepdims=True)
     return scores, backend.to_host(losses)

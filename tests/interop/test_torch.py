@@ -50,6 +50,12 @@ def test_rows_after_a_flattened_image_are_in_the_order_of_pytorch_in_every_branc
     assert found["ways.first.dense2"] is None and found["output"] is None
 
 
+@pytest.mark.parametrize("network", [{"half": Dense(2)}, {"block": Concat({"train": [Dense(12)]}), "output": Dense(2)}])
+def test_a_module_with_a_layer_named_like_an_attribute_of_pytorch_modules_is_refused(network: dict[str, Layer]) -> None:
+    with pytest.raises(ConfigError, match="half|block.train"):
+        torch_source(model_of(Sequential({"dense": Dense(4), **network}), Image(3, 2, 2)))
+
+
 @pytest.mark.parametrize("block", [Residual([Dense(12)]), Concat([[Flatten()], [Dense(3)]])], ids=["sum", "concat"])
 def test_exports_of_branches_that_end_in_a_flattened_image_are_refused(block: Layer, tmp_path: Path) -> None:
     layers = {"flat": Flatten(), "block": block, "output": Dense(2)}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.nn import Image, Model
+from cupynet.nn import Activation, Flat, Image, Model
 from cupynet.optim import Nesterov
 from tests.support.backends import every_backend, every_narrow_dtype
 from tests.support.networks import train_step
@@ -27,3 +27,11 @@ def test_half_and_bfloat16_learn_what_float_learns(name: str, dtype: str) -> Non
     assert np.mean(single[:3]) > 0.9 and np.mean(single[-3:]) < 0.1
     assert np.mean(narrow[:3]) == pytest.approx(np.mean(single[:3]), rel=0.01 * near)
     assert np.mean(narrow[-3:]) == pytest.approx(np.mean(single[-3:]), rel=0.05 * near)
+
+
+@every_backend
+@every_narrow_dtype
+def test_probabilities_sum_to_1_as_those_of_float_do(name: str, dtype: str) -> None:
+    model = Model([Activation("identity")], Flat(10), create_backend(name, dtype))
+    scores = model.predict(np.random.default_rng(0).normal(size=(50, 10)).astype(np.float32))
+    np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=3e-7)

@@ -175,7 +175,7 @@ def test_predictions_of_pixels_and_of_fractions_are_probabilities(name: str, dty
     model, images = small(name, dtype), pixels(5)
     scores = model.predict(images)
     assert type(scores) is np.ndarray and scores.shape == (5, 3)
-    np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=5e-3 if dtype == "half" else 1e-5)
+    np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(model.predict(images / 255), scores, atol=2e-3 if dtype == "half" else 1e-6)
     assert model.backend.workspace.on_loan == 0
 

@@ -1,6 +1,7 @@
 """Run folders like those that training writes, made without training."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ HYDRA = (
 
 
 def made(
-    folder: Path, *, optimizer: str = "sgd", rate: float = 0.1, extra: str = "",
+    folder: Path, *, optimizer: str = "sgd", rate: float = 0.1, extra: str = "", typed: Sequence[str] = (),
     synchronizer: str = "mine.Averaging", **figures: Any,
 ) -> Path:  # fmt: skip
     """Make the folder of a finished run with these figures in its summary; `accuracies`: one per epoch of five seconds.
@@ -51,6 +52,7 @@ def made(
     (folder / ".hydra" / "config.yaml").write_text(
         CONFIG.format(optimizer=optimizer, rate=rate, synchronizer=synchronizer, **words) + extra
     )
+    (folder / ".hydra" / "overrides.yaml").write_text(json.dumps([*typed]))
     (folder / ".hydra" / "hydra.yaml").write_text(HYDRA.format(optimizer=optimizer))
     (folder / "summary.json").write_text(json.dumps(found))
     rows = [{"kind": "report", "iteration": 50, "loss": 0.5}]

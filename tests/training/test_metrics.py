@@ -1,6 +1,7 @@
 """Metrics equal scikit-learn's for any number of workers and any batches."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import Checkpoint, RegressionEvaluation
 from cupynet.training.metrics import Metric, auc
 from tests.support.refusals import refused
+from tests.support.training import small_dataset, small_model
 
 sklearn = pytest.importorskip("sklearn.metrics")
 
@@ -216,3 +218,23 @@ def test_a_metric_cannot_change_what_is_evaluated() -> None:
         with wrapped(0, 3, "softmax", *metrics) as wrapper:
             found.append(wrapper.evaluate(x, y).confusion.tolist())
     assert found[0] == found[1]
+
+
+def loss_of_sklearn(labels: Any, scores: Any) -> Any:
+    return sklearn.log_loss(labels, scores, labels=[0, 1, 2])
+
+
+def auc_of_sklearn(labels: Any, scores: Any) -> Any:
+    return sklearn.roc_auc_score(labels, scores, multi_class="ovr")
+
+
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+def test_metrics_of_scikit_learn_take_the_probabilities_of_any_dtype_without_a_warning(dtype: str) -> None:
+    """They check that the sums are 1 up to rounding errors."""
+    data, metrics = small_dataset(60), [loss_of_sklearn, auc_of_sklearn]
+    with warnings.catch_warnings(), ParallelWrapper(small_model(dtype), 1, metrics=metrics) as wrapper:
+        warnings.simplefilter("error")
+        found = wrapper.evaluate(data).metrics
+        for metric in metrics:
+            expected = metric(data.labels, wrapper.model.predict(data.images))
+            assert found[metric.__name__] == pytest.approx(expected, rel=1e-3 if dtype == "half" else 1e-6)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from cupynet.config import GROUPS
-from cupynet.config.equal_settings import SYNCHRONIZER
 from cupynet.core.table import shortened
 from cupynet.core.terminal import printable
 from cupynet.core.wording import one_line
@@ -92,7 +91,7 @@ def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Compar
         if run.trouble:
             comparison.others.append(Group([run], settings, {}))
         else:
-            same = (*settings.values(), SYNCHRONIZER in run.unused)  # custom synchronizers may affect a single worker
+            same = (*settings.values(), run.alone)  # custom synchronizers may affect a single worker
             gathered.setdefault(same, Group([], settings, {})).runs.append(run)
     comparison.groups = list(gathered.values())
     for group in comparison.groups:
@@ -105,6 +104,9 @@ def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Compar
 def differing(runs: Sequence[ComparedRun]) -> list[str]:
     """Return the settings that differ between runs, excluding the seed.
 
+    These include all differing settings that were given on the command line of some runs but not of others. From the
+    rest, those that follow from others are omitted:
+
     If runs use different files of a configuration group, the group is returned, but not the settings that follow from
     this choice, which are those of the group or, for `experiment`, any. Likewise, if classes differ, the setting that
     names the class is returned, but not arguments that only one class has. A part that only some runs have is returned
@@ -112,19 +114,27 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     object (to which it probably refers), it is not returned.
     """
     names = dict.fromkeys(name for run in runs for name in run.choices)
-    groups = [name for name in names if _differs(runs, name) and _differ_below(runs, name)]
+    groups = [name for name in names if _given(runs, name) or (_differs(runs, name) and _differ_below(runs, name))]
     keys = [key for key in dict.fromkeys(key for run in runs for key in run.settings) if not key.startswith(IGNORED)]
     varying = [key for key in keys if any(_differs(same_files, key) for same_files in _by_files(runs, key, groups))]
-    varying = [key for key in varying if not _follows(runs, key, varying)]
+    given = {key for key in keys if _given(runs, key)}
+    varying = [key for key in keys if key in given or (key in varying and not _follows(runs, key, varying))]
     if "workers" not in varying and _differs(runs, "workers"):
         varying.insert(0, "workers")
     found: dict[str, list[str | None]] = {}
     for key in (*groups, *varying):
         values = [_text(run, key) for run in runs]
         equal = [other for other, known in found.items() if known == values]
-        if not any(other in groups or _contains(other, key) for other in equal):
+        if key in given or not any(other in groups or _contains(other, key) for other in equal):
             found[key] = values
     return [*found]
+
+
+def _given(runs: Sequence[ComparedRun], key: str) -> bool:
+    """Return True if a setting or group was given on the command line of some runs, and differs in others."""
+    known = [run for run in runs if not run.trouble or key in run.settings or key in run.choices]
+    typed = {run.typed.get(key) for run in known}
+    return len(typed) > 1 and len({_text(run, key) for run in known}) > 1
 
 
 def _by_files(runs: Sequence[ComparedRun], key: str, groups: Sequence[str]) -> Iterable[Sequence[ComparedRun]]:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cupynet import config
+from cupynet.config.equal_settings import ALONE, SYNCHRONIZER
+from cupynet.config.overrides import name_of
 from cupynet.core.checks import finite
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.terminal import printable
@@ -39,6 +41,7 @@ class ComparedRun:
     settings: dict[str, Any]  # settings with an effect, by dotted key
     choices: dict[str, str]  # chosen file of each configuration group with an effect
     unused: frozenset[str]  # keys of settings without effect
+    typed: dict[str, str]  # values on the command line, by key; empty for runs in Python
     summary: dict[str, Any]  # fields of `Summary`; empty if there are no results
     trouble: str  # why there is no valid result, or ""
     epochs: list[Epoch]
@@ -47,7 +50,13 @@ class ComparedRun:
         """Return True if a setting or group is unknown or has no effect in this run, so that it is not compared."""
         if key in config.GROUPS:
             return key not in self.choices
-        return key in self.unused or (bool(self.trouble) and key not in self.settings)
+        idle = key in self.unused or (self.alone and key.startswith(ALONE))
+        return idle or (bool(self.trouble) and key not in self.settings)
+
+    @property
+    def alone(self) -> bool:
+        """True if the run has a single replica and a synchronizer of this package, which then does nothing."""
+        return SYNCHRONIZER in self.unused
 
     def time_to(self, accuracy: float, split: str) -> float | None:
         """Return the training time in seconds until an evaluation reached `accuracy`, or None if none did."""
@@ -108,7 +117,15 @@ def read(folder: Path, name: str) -> ComparedRun:
     except CupynetError as error:
         trouble = f"damaged: {one_line(error).replace(f'{folder}{os.sep}', '')}"
     trouble = printable(trouble or _trouble(data, settings, summary))
-    return ComparedRun(folder, name, settings, choices, unused, summary, trouble, _epochs(data.epochs))
+    return ComparedRun(folder, name, settings, choices, unused, _typed(folder), summary, trouble, _epochs(data.epochs))
+
+
+def _typed(folder: Path) -> dict[str, str]:
+    try:
+        overrides = [each for each in config.overrides_of(folder) if "=" in each]
+    except CupynetError:  # a damaged file
+        return {}
+    return {name_of(each): each.partition("=")[2] for each in overrides}
 
 
 def _in_effect(

@@ -33,6 +33,7 @@ def cells(comparison: Comparison, name: str) -> list[str]:
 
 
 OURS = "cupynet.parallel.ParameterAveraging"
+EVERY_3 = "parallel.averaging_frequency=3"
 IDLE = "resume: x\ncallbacks:\n  progress: {style: bar}\n  report: {enabled: false}\n  checkpoint: {keep_last: 9}\n"
 MODELS = [
     {"extra": f"model: {part}\n"}
@@ -59,6 +60,31 @@ DIFFERENCES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {  # the runs, 
             {"optimizer": "adam", "rate": 0.01, "extra": "repeats: 2\n"},
         ],
         ["optimizer", "repeats"],
+    ),
+    "a typed setting of a file": (
+        [
+            {"optimizer": "sgd", "rate": 0.1, "typed": ["optimizer=sgd", "optimizer.learning_rate=0.1"]},
+            {"optimizer": "adam", "rate": 0.01, "typed": ["optimizer=adam"]},
+        ],
+        ["optimizer", "optimizer.learning_rate"],
+    ),
+    "typed alike": (
+        [{"averaging_frequency": 3, "synchronizer": OURS, "workers": each, "typed": [EVERY_3]} for each in (1, 2)],
+        ["workers"],
+    ),
+    "typed for several workers": (
+        [
+            {"workers": 1, "synchronizer": OURS},
+            {"workers": 2, "synchronizer": OURS, "averaging_frequency": 3, "typed": [EVERY_3]},
+        ],
+        ["workers", "parallel.averaging_frequency"],
+    ),
+    "of synchronizers": (
+        [
+            {"workers": 1, "synchronizer": OURS},
+            {"workers": 2, "synchronizer": "cupynet.parallel.Other", "extra": "    encoding: 4\n"},
+        ],
+        ["workers"],
     ),
     "classes": (MODELS[:2], ["model._target_"]),
     "arguments of a class": (MODELS, ["model._target_", "model.b"]),
@@ -342,6 +368,15 @@ def test_pipes_and_devices_in_the_folder_of_a_run_are_not_read(tmp_path: Path) -
     os.mkfifo(run / "train.log")
     (run / "history.jsonl").symlink_to("/dev/zero")
     assert [each.trouble for each in find([str(tmp_path)])] == ["unfinished"]
+
+
+def test_the_parallel_method_of_the_only_run_with_several_workers_is_listed(tmp_path: Path) -> None:
+    for workers, name in ((1, "averaging"), (2, "gradients")):
+        typed = [] if workers == 1 else ["parallel=gradients"]
+        run = made(tmp_path / name, workers=workers, synchronizer=f"cupynet.parallel.{name}", typed=typed)
+        path = run / ".hydra" / "hydra.yaml"
+        path.write_text(path.read_text() + f"      parallel: {name}\n")
+    assert of(tmp_path).varied == ["parallel", "workers"]
 
 
 def test_settings_that_may_follow_from_an_experiment_are_not_listed(tmp_path: Path) -> None:
