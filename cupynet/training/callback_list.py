@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from cupynet.core.described import PLAIN
-from cupynet.core.errors import ConfigError
 from cupynet.runs.run import Run
 
 T = TypeVar("T")
@@ -60,15 +59,6 @@ class CallbackList(list[Any]):
             if name in states:
                 callback.restore(states[name])
                 self.resuming.append(callback)
-
-
-def check_free(callbacks: Iterable[Any]) -> None:
-    """Raise ConfigError if another wrapper uses one of the callbacks."""
-    for callback in callbacks:
-        if callback.in_use:
-            kind = type(callback).__name__
-            reason = f"this object is in use by another ParallelWrapper. Close that one, or create a new {kind}"
-            raise ConfigError(reason, "callbacks", kind)
 
 
 def by_class_name(callbacks: Iterable[T]) -> dict[str, T]:

@@ -132,7 +132,8 @@ def resume(trainer: Trainer, path: str | Path) -> None:
         send(world, other, rank)
     state = states[0] if states else together(*received(world, 0))
     samples, labels = world.gather_numbers(samples, labels)[0].astype(np.int64).tolist()
-    own, place = trainer.state(), f"{path}, workers[{world.rank}]"
+    own, whole, place = trainer.state(), trainer.replica.whole, f"{path}, workers[{world.rank}]"
+    described = whole.pixels, whole.class_names, whole.trained_on
     try:
         with agreed(world), _malformed(place):
             if state.pop("resized", 0):  # a single worker saves fewer entries
@@ -141,9 +142,10 @@ def resume(trainer: Trainer, path: str | Path) -> None:
             check_numbers({name: each for name, each in own.items() if name != "callbacks"}, state)
             trainer.replica.check_state(state["replica"])
             trainer.restore(state)
-            _restore_metadata(trainer.replica.whole, state["model"])
+            _restore_metadata(whole, state["model"])
     except Refused:
         trainer.restore(own)
+        whole.pixels, whole.class_names, whole.trained_on = described
         raise
     if trainer.replica.scaler is not None:
         trainer.replica.scaler.restored()

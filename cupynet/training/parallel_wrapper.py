@@ -35,7 +35,6 @@ from cupynet.runs.history import History
 from cupynet.runs.layout import MODEL
 from cupynet.runs.run import Run
 from cupynet.training.agreement import run_or_refuse
-from cupynet.training.callback_list import check_free
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
@@ -423,8 +422,6 @@ class ParallelWrapper:
                     trainer.backend.synchronize()
                 return result
 
-        if not any(self._trainers):
-            check_free(self.callbacks)
         self.model.backend.synchronize()  # the caller's and the workers' streams do not wait for each other
         with blas.Limit(self.blas_threads) if self.blas_threads else nullcontext():
             result = self._launcher.run(done)
@@ -455,6 +452,10 @@ class ParallelWrapper:
     def _trainer(self, world: Communicator) -> Trainer:
         trainer = self._trainers[world.rank]
         if trainer is None:
+            if used := next((each for each in self.callbacks if each.in_use), None):
+                kind = type(used).__name__
+                reason = f"this object is in use by another ParallelWrapper. Close that one, or create a new {kind}"
+                raise ConfigError(reason, "callbacks", kind)
             trainer = self._trainers[world.rank] = self._new_trainer(world)
             if self._stop is not None:
                 trainer.consensus.propose(self._stop)

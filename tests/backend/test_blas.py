@@ -66,6 +66,8 @@ def test_any_thread_may_limit_the_threads_while_and_after_another_does(monkeypat
     """Both threads live on, as a notebook's main thread and the thread of a fit do."""
     monkeypatch.undo()
     before, inner = blas.threads_now(), blas.Limit(1)
+    if before == 1:
+        pytest.skip("BLAS has one thread")
     with ThreadPoolExecutor(1) as other:
         with blas.Limit(before):
             other.submit(inner.__enter__).result()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import SGD, Batch, ConfigError, Loader, Nesterov, OneCycle, SoftmaxNLL, Synthetic
+from cupynet import SGD, Batch, ConfigError, DataError, Loader, Nesterov, OneCycle, SoftmaxNLL, Synthetic
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer, ThresholdEncoding
 from cupynet.runs.checkpoints import Checkpoints, Stored, read
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Replica
@@ -253,6 +253,24 @@ def test_a_checkpoint_of_another_synchronizer_or_pipeline_is_refused_and_changes
             wrapper.restore(path)
         wrapper.fit(LOADER, epochs=2)
     assert fingerprint(wrapper.model) == fingerprint(untouched.model)
+
+
+@pytest.mark.parametrize("damage", ["worker 1", "class names"])
+def test_a_damaged_checkpoint_is_refused_and_does_not_change_how_the_model_reads_images(
+    damage: str, checkpoint: Saved, tmp_path: Path
+) -> None:
+    stored = read(checkpoint(2, 7))
+    names = ["ant", "bee", "cat", "dog"] if damage == "class names" else ["ant", "bee", "cat"]
+    stored.state["model"] |= {"class_names": names, "normalize": {"mean": [0.5], "std": [0.25]}, "trained_on": "pixels"}
+    if damage == "worker 1":
+        stored.state["workers"][1]["numbers"]["trainer"]["iteration"] = -1
+    path = Checkpoints(tmp_path).save(7, stored.state, stored.arrays)
+    with wrapper_of(2) as wrapper:
+        before = fingerprint(wrapper.model), wrapper.model.pixels, wrapper.model.class_names, wrapper.model.trained_on
+        with pytest.raises((ConfigError, DataError)):
+            wrapper.restore(path)
+        model = wrapper.model
+        assert (fingerprint(model), model.pixels, model.class_names, model.trained_on) == before
 
 
 @pytest.mark.parametrize(("workers", "pipeline", "expected"), [(2, None, 1), (1, STAGES, 2), (2, STAGES, 2)])

@@ -10,6 +10,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
+from optuna.exceptions import StorageInternalError
 from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import RDBStorage
@@ -91,15 +93,17 @@ def search(plan: Plan, folder: Path) -> float:
             best, *others = ranked(study)
             trusted = ",".join(settings.trusted_modules)
             found = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
-    except optuna.exceptions.StorageInternalError as error:
-        raise OutputError(f"{folder / STUDY}: cannot be written ({one_line(error)})") from error
-    except (KeyboardInterrupt, OutputError) as stopped:
-        done, repeated = len(study.get_trials(states=DONE)), config.not_stored(settings, folder)
+    except (KeyboardInterrupt, OutputError, StorageInternalError) as stopped:
+        repeated = config.not_stored(settings, folder)
         command = shlex.join(["cupynet", "tune", *plan.options, f"resume={near(folder)}", *repeated])
-        state = f"{done} of {settings.trials} trials are done. Resume with: {command}"
-        if isinstance(stopped, OutputError):
-            raise OutputError(f"{stopped}. {state}") from stopped
-        raise Interrupted.by(stopped, state) from None
+        remedy = f"Resume with: {command}"
+        with suppress(StorageInternalError):
+            remedy = f"{len(study.get_trials(states=DONE))} of {settings.trials} trials are done. {remedy}"
+        if isinstance(stopped, KeyboardInterrupt):
+            raise Interrupted.by(stopped, remedy) from None
+        unwritable = f"{folder / STUDY}: cannot be written ({one_line(stopped)})"
+        reason = unwritable if isinstance(stopped, StorageInternalError) else str(stopped)
+        raise OutputError(f"{reason}. {remedy}") from stopped
     text = summary(plan, folder, best, found.evaluation if found.split == "test" else None)
     log.info("%s", text)
     print()

@@ -108,10 +108,10 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     rest, those that follow from others are omitted:
 
     If runs use different files of a configuration group, the group is returned, but not the settings that follow from
-    this choice, which are those of the group or, for `experiment`, any. Likewise, if classes differ, the setting that
-    names the class is returned, but not arguments that only one class has. A part that only some runs have is returned
-    by its class. If a setting always has the same value as a group, or as a setting of the object that contains its own
-    object (to which it probably refers), it is not returned.
+    this choice: the settings of the group or, for `experiment`, any setting. Likewise, if classes differ, the setting
+    that names the class is returned, but not arguments that only one class has. A part that only some runs have is
+    returned by its class. If a setting always has the same value as a group, or as a setting of the object that
+    contains its own object (to which it probably refers), it is not returned.
     """
     names = dict.fromkeys(name for run in runs for name in run.choices)
     groups = [name for name in names if _given(runs, name) or (_differs(runs, name) and _differ_below(runs, name))]

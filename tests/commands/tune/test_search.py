@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("optuna")
 
 from optuna import TrialPruned
+from optuna.exceptions import StorageInternalError
 from optuna.study import Study
 from optuna.trial import TrialState
 
@@ -195,8 +196,12 @@ def test_tune_csv_has_the_values_that_the_trials_used(tmp_path: Path, search: Se
 
 @pytest.mark.parametrize(
     ("end", "error"),
-    [(KeyboardInterrupt(signal.SIGINT), errors.Interrupted), (errors.OutputError("full"), errors.OutputError)],
-    ids=["interrupted", "disk full"],
+    [
+        (KeyboardInterrupt(signal.SIGINT), errors.Interrupted),
+        (errors.OutputError("full"), errors.OutputError),
+        (StorageInternalError("full"), errors.OutputError),
+    ],
+    ids=["interrupted", "disk full", "study.db cannot be written"],
 )
 def test_a_search_that_is_interrupted_or_cannot_write_prints_the_resume_command(
     end: BaseException, error: type[errors.CupynetError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

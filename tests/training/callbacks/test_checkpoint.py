@@ -114,11 +114,10 @@ def test_a_callback_that_writes_files_is_refused_by_another_wrapper_until_the_fi
     callback = kind()
     with wrapper_in("a") as first:
         first.fit(FORTY, batch_size=4)
-        second = wrapper_in("b")
         with refused("callbacks", kind.__name__):
-            second.fit(FORTY, batch_size=4)
+            wrapper_in("b").fit(FORTY, batch_size=4)
         first.fit(FORTY, batch_size=4)
-    with second:
+    with wrapper_in("b") as second:
         second.fit(FORTY, batch_size=4)
 
 

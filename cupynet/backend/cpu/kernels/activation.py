@@ -31,7 +31,7 @@ DOUBLE = (np.float64, np.int64, -708.0, 6.93145751953125e-1, 1.42860682030941723
 
 
 def _compiled(implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that returns an implementation for the types of its arguments callable in kernels."""
+    """Let kernels call a function that returns an implementation for the types of its arguments."""
 
     def stub(*arguments: Any) -> Any:
         raise NotImplementedError("only available in compiled code")
